@@ -145,6 +145,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Mamba2": lambda: layers.Mamba2(E, H),
     "LogLinearGatedDeltaNet": lambda: layers.LogLinearGatedDeltaNet(E, H, max_len=128),
     "LogLinearMamba2": lambda: layers.LogLinearMamba2(E, H, max_len=128),
+    "TitansMemory": lambda: layers.TitansMemory(E, H),
     "MesaNet": lambda: layers.MesaNet(E, H),
     "MesaNet, approximate": lambda: layers.MesaNet(E, H, iterations=5),
     "Retention": lambda: layers.Retention(E, H),

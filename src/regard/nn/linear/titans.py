@@ -536,7 +536,7 @@ class TitansMAC(_Gated):
         blocks = Blocks(layout, terms.key, self.segment, state[1] if state else None)
         given, spoiled = finite(layout, terms.query, *terms.attended)
         recalling, *attended = (blocks.split(each).unbind() for each in given if each is not None)
-        wide, H, batch = terms.query.dtype, self.num_heads, len(terms.query)
+        wide, H, batch = terms.query.dtype, self.num_heads, terms.query.shape[0]
         initial = [each.to(wide) for each in self.initial]
         memory = Trained.unpacked(initial, batch, True, state[0] if state else None)
         context = state[2].unflatten(-1, (4, -1)) if state else None
@@ -561,7 +561,7 @@ class TitansMAC(_Gated):
         output = blocks.joined(found, terms.query.repeat(1, 1, 1, 2))
         output, matrix = spoil(output, memory.packed(initial, batch), spoiled)
         if context is None:
-            context = terms.value.new_zeros(len(output), self.segment, 4, self.embed_dim)
+            context = terms.value.new_zeros(output.shape[0], self.segment, 4, self.embed_dim)
         return output, (matrix, blocks.count, context.flatten(-2))
 
     def _segment(

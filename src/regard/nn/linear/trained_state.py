@@ -110,7 +110,7 @@ class Trained(NamedTuple):
         """Return these weights, and the initial ones for the sequences (B,) that begin a document."""
         if fresh is None:
             return self
-        momentum, batch = self.held[0].shape[1] > initial[0].shape[1], len(fresh)
+        momentum, batch = self.held[0].shape[1] > initial[0].shape[1], fresh.shape[0]
         first = Trained.unpacked(initial, batch, momentum, None).held
         start = None if self.start is None else _mixed(fresh, first, self.start)
         return Trained(_mixed(fresh, first, self.held), start)
@@ -140,7 +140,7 @@ class Trained(NamedTuple):
 
 def _mixed(chosen: Tensor, weights: Weights, others: Weights) -> Weights:
     """Return weights for the sequences (B,) that are chosen, and others for the rest; of both what the others have."""
-    of_heads = chosen.repeat_interleave(len(others[0]) // max(1, len(chosen))).view(-1, 1, 1)
+    of_heads = chosen.repeat_interleave(others[0].shape[0] // chosen.shape[0] if chosen.shape[0] else 1).view(-1, 1, 1)
     return tuple(torch.where(of_heads, a[:, : b.shape[1]], b) for a, b in zip(weights, others))
 
 
@@ -276,6 +276,8 @@ class Sums(NamedTuple):
 def _spans(log: Tensor) -> Tensor:
     """Return the products (…, C, C) of exp(log) over steps from after j to i, 0 for j > i."""
     C = log.shape[-1]
+    if C == 1:
+        return torch.ones_like(log).unsqueeze(-1)
     ones = torch.ones(C, C, dtype=torch.bool, device=log.device)
     total = torch.where(ones.tril(-1), log.unsqueeze(-1), 0.0).cumsum(-2)
     return torch.where(ones.tril(), total.exp(), 0.0)
@@ -283,6 +285,8 @@ def _spans(log: Tensor) -> Tensor:
 
 def last_of(rows: Tensor, steps: Tensor) -> Tensor:
     """Return the row (N, M, 1, V) of the last of so many steps (N, M or 1); of none, the first."""
+    if rows.shape[2] == 1:
+        return rows
     index = (steps - 1).clamp(min=0).view(*steps.shape, 1, 1)
     return rows.gather(2, index.expand(*rows.shape[:2], 1, rows.shape[-1]))
 
@@ -466,7 +470,7 @@ def _known(each: Tensor) -> list[bool | Tensor]:
 
 def _like(places: Tensor, rows: Tensor) -> Tensor:
     """Return places (B, N) as an index of rows (B, H, L, ...)."""
-    places = places.view(len(places), 1, -1, *[1] * (rows.dim() - 3))
+    places = places.view(places.shape[0], 1, -1, *[1] * (rows.dim() - 3))
     return places.expand(-1, rows.shape[1], -1, *rows.shape[3:])
 
 
@@ -527,14 +531,15 @@ def trained_recurrence(
     sums = sums_of(rate, log_decay, log_momentum, share, steps)
     targets = Targets.of(keys, values, how)
     initial = [each.to(query.dtype) for each in initial]
-    memory = Trained.unpacked(initial, len(query), log_momentum is not None, state)
+    memory = Trained.unpacked(initial, query.shape[0], log_momentum is not None, state)
     inputs = with_bias(keys, how.bias)
     if how.stepwise:
         first, goals = stepwise(keys, values, sums)
     else:
         first, goals = heightened(inputs, memory.held[0]), targets.rows
     moves = sums.blocks(inputs)
-    together = max(1, _TOGETHER // max(1, sum(each.numel() for each in memory.held)))
+    numbers = sum(each.numel() for each in memory.held) if blocks.number > 1 else _TOGETHER
+    together = max(1, _TOGETHER // max(1, numbers))
     several = zip(queries.split(together), inputs.split(together), sums.split(together))
     output: list[Tensor] = []
     memories: list[Trained] = []
@@ -547,7 +552,7 @@ def trained_recurrence(
         if len(memories) == together or n == blocks.number - 1:
             output.append(read(*next(several), memories, found, how.bias))
             memories, found = [], []
-    return spoil(blocks.joined(output, query), memory.packed(initial, len(query), how.stepwise), spoiled)
+    return spoil(blocks.joined(output, query), memory.packed(initial, query.shape[0], how.stepwise), spoiled)
 
 
 def spoil(output: Tensor, matrix: Tensor, steps: Tensor | None) -> tuple[Tensor, Tensor]:

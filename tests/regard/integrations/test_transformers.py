@@ -652,3 +652,11 @@ def test_a_model_with_layer_classes_of_its_own_says_so() -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         FalconForCausalLM(config)
     assert FalconForCausalLM(FalconConfig(**sizes, attn_implementation="eager")) is not None
+
+
+def test_a_model_on_the_meta_device_has_shapes() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="regard"))
+        given = torch.zeros(2, 5, dtype=torch.long)
+        for mask in (None, torch.ones_like(given)):
+            assert model(given, attention_mask=mask).logits.shape == (2, 5, model.config.vocab_size)

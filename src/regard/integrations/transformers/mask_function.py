@@ -58,7 +58,7 @@ def model_mask(
     real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if real is not None:
         real = real[:, kv_offset : kv_offset + kv_length]
-        real = None if bool(real.all()) else real
+        real = None if not real.is_meta and bool(real.all()) else real
     structure = where.structure(mask_function)
     mask: Mask | Tensor | None = structure
     if q_length == 1:

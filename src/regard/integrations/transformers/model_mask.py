@@ -223,7 +223,7 @@ def packed_mask(
     if cu_q is not None and len(cu_q) > 2:
         return masks.from_cu_seqlens(cu_q, cu_k)
     B, L = query.shape[0], query.shape[2]
-    if positions is None or positions.dim() != 2 or L == 1 or positions.shape[1] != L:
+    if positions is None or positions.is_meta or positions.dim() != 2 or L == 1 or positions.shape[1] != L:
         return None
     if packed is None and not causal:
         return None

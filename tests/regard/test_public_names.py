@@ -252,9 +252,8 @@ def test_defaults_are_those_of_the_docstrings() -> None:
                     if given is not None and given.default is not inspect.Parameter.empty:
                         default = getattr(given.default, "__name__", given.default)
                         count += 1
-                        if value.strip("\"'`").lower() != str(default).lower() and float_of(value) != float_of(
-                            str(default)
-                        ):
+                        shown = value.strip("\"'`").lower()
+                        if shown != str(default).lower() and float_of(shown) != float_of(str(default)):
                             wrong.append(f"{package}.{path}: {parameter} is {default!r}, documented as {value}")
     assert count > 350
     assert not wrong, "\n".join(wrong)

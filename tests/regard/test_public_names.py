@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -225,3 +226,43 @@ def test_completion_shows_public_names_and_packages_only() -> None:
 @pytest.mark.parametrize("module", sorted({module for _, module in ALLOWED}))
 def test_modules_of_exceptions_exist(module: str) -> None:
     assert module in sys.modules or find_spec(module)
+
+
+def documented(thing: Any) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of a function or class whose docstring states a default, and what it states."""
+    _, found, rest = (inspect.getdoc(thing) or "").partition("Parameters\n----")
+    section = re.split(r"\n[A-Z]\w+\n---", rest)[0] if found else ""
+    for names, values in re.findall(r"^(\w+(?:, \w+)*) : .*?default (\S.*)$", section, re.MULTILINE):
+        several = names.split(", ")
+        each = re.split(r", | and ", values) if len(several) > 1 else [values]
+        yield from zip(several, each if len(each) > 1 else each * len(several), strict=True)
+
+
+def test_defaults_are_those_of_the_docstrings() -> None:
+    count, wrong = 0, []
+    for package in PUBLIC:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            public = getattr(module, name)
+            methods = vars(public).items() if inspect.isclass(public) else ()
+            named = {f"{name}.{own}": each for own, each in methods if inspect.isfunction(each) and own[0] != "_"}
+            for path, thing in {name: public, **named}.items():
+                for parameter, value in documented(thing):
+                    given = inspect.signature(thing).parameters.get(parameter)
+                    if given is not None and given.default is not inspect.Parameter.empty:
+                        default = getattr(given.default, "__name__", given.default)
+                        count += 1
+                        shown = value.strip("\"'`").lower()
+                        if shown != str(default).lower() and float_of(shown) != float_of(str(default)):
+                            wrong.append(f"{package}.{path}: {parameter} is {default!r}, documented as {value}")
+    assert count > 350
+    assert not wrong, "\n".join(wrong)
+
+
+def float_of(text: str) -> float | str:
+    """Return the number that a text states, as 1e-6 and 1e-06 are one, and 2 ** 24 is one, or the text."""
+    base, _, power = text.partition(" ** ")
+    try:
+        return float(base) ** float(power or 1)
+    except ValueError:
+        return text

@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import masks
 from regard._utils.constraints import flag, positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
-from regard.functional import attention
 from regard.nn._base import parameter
 from regard.nn.linear.layout import Layout
 from regard.nn.linear.networks import Weights, added, chosen, packed, unpacked
@@ -26,6 +24,7 @@ from regard.nn.linear.orthogonal import orthogonalized
 from regard.nn.linear.recurrent_attention import Made, Terms, heads, unit
 from regard.nn.linear.trained_state import Blocks
 from regard.nn.linear.ttt import TrainedMemory
+from regard.nn.linear.window import window_attention
 from regard.nn.positions.rotary import Rotary, Rotation
 
 
@@ -297,34 +296,14 @@ class LaCT(TrainedMemory):
     def recur(self, terms: Terms, layout: Layout, before: int, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # noqa: ARG002
         """Return what attention and the memory read (B, H, L, 2·D), and the state after the last step."""
         assert terms.attended is not None and terms.rate is not None
-        near, window = self._near(terms.attended, layout, state[3] if state else None)
+        near, window = window_attention(terms.attended, self.window, layout, state[3] if state else None, self.rotary)
+        near = heads(near.transpose(1, 2).flatten(2), self.num_memories)
         gates = None if terms.log_momentum is None else terms.log_momentum.exp()
         rows = terms.query, terms.key, terms.value, terms.rate, gates
         earlier = (state[0], state[1], state[2]) if state else None
         read, end = chunk_recurrence(*rows, self.initial, layout, self.chunk_size, self.muon, earlier)
         read = layout.clear(read.transpose(1, 2)).transpose(1, 2)
         return torch.cat([near, read], -1), (*end, window)
-
-    def _near(
-        self, attended: tuple[Tensor, Tensor, Tensor], layout: Layout, past: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return what attention to the window reads (B, H, L, D), and the keys and values that come next."""
-        query, key, value = attended
-        B, A, L, _ = query.shape
-        before = self.window - 1
-        pair = [each.transpose(1, 2).flatten(2) for each in (key, value)]
-        own = layout.clear(torch.cat([*pair, torch.ones_like(query[:, 0, :, :1])], -1))
-        past = own.new_zeros(B, before, own.shape[-1]) if past is None else past.to(own.dtype)
-        known = torch.cat([past, own], 1)
-        key, value = (heads(each, A) for each in known[..., :-1].chunk(2, -1))
-        turn = self.rotary.rotation(torch.arange(before + L, device=query.device), query.dtype)
-        cos, sin = (each[before:] for each in turn)
-        runs = torch.zeros(B, L, dtype=torch.long, device=query.device) if layout.runs is None else layout.runs
-        ids = torch.where(known[..., -1] > 0, F.pad(runs, (before, 0)), -1)
-        mask = masks.window(before, 0, offset=before) & masks.document(runs, ids)
-        read = attention(self.rotary.turn(query, (cos, sin)), self.rotary.turn(key, turn), value, mask)
-        rows = layout.clear(read.transpose(1, 2).flatten(2))
-        return heads(rows, self.num_memories), layout.last(known, before)
 
     def finish(self, read: Tensor, x: Tensor, terms: Terms) -> Tensor:  # noqa: ARG002
         """Return the rows (B, L, E), from what attention and the memory read (B, L, H, 2·D)."""

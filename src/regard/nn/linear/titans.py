@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import masks
 from regard._utils.constraints import positive, size
 from regard._utils.errors import rejected
 from regard._utils.mechanism import mechanism
@@ -40,6 +39,7 @@ from regard.nn.linear.trained_state import (
     trained_recurrence,
 )
 from regard.nn.linear.ttt import TrainedMemory
+from regard.nn.linear.window import window_attention
 from regard.nn.positions.rotary import Rotary, Rotation
 
 #: Steps that are computed together where each learns from the one before.
@@ -264,31 +264,8 @@ class _Combined(_Titans):
     def _near(
         self, rows: tuple[Tensor, Tensor, Tensor], window: int, layout: Layout, past: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return what attention to a window and the persistent keys reads (B, H, L, D), and the keys of next steps.
-
-        These are (B, window − 1, 2·E + 1): keys, values, and 1 for those that are real and of the last document.
-        Persistent keys have no position: they meet queries as they are, in columns of their own.
-        """
-        query, key, value = rows
-        B, H, L, _ = query.shape
-        pair = [each.transpose(1, 2).flatten(2) for each in (key, value)]
-        own = torch.cat([*pair, torch.ones_like(query[:, 0, :, :1])], -1)
-        if past is None:
-            past = own.new_zeros(B, window - 1, own.shape[-1])
-        known = torch.cat([past, layout.clear(own)], 1)
-        key, value = (heads(each, H) for each in known[..., :-1].chunk(2, -1))
-        turn = self.rotary.rotation(torch.arange(window - 1 + L, device=query.device), query.dtype)
-        columns = self.head_dim
-        query = torch.cat([self.rotary.turn(query, tuple(each[window - 1 :] for each in turn)), query], -1)
-        key = F.pad(self.rotary.turn(key, turn), (0, columns))
-        first = [each.to(key.dtype).expand(B, -1, -1, -1) for each in self.persistent]
-        key, value = torch.cat([F.pad(first[0], (columns, 0)), key], 2), torch.cat([first[1], value], 2)
-        runs = torch.zeros(B, L, dtype=torch.long, device=query.device) if layout.runs is None else layout.runs
-        ids = F.pad(torch.where(known[..., -1] > 0, F.pad(runs, (window - 1, 0)), -1), (self.num_persistent, 0))
-        near = masks.window(window - 1, 0, offset=self.num_persistent + window - 1) & masks.document(runs, ids)
-        mask = masks.sinks(self.num_persistent) | near
-        read = attention(query, key, value, mask, scale=columns**-0.5)
-        return layout.clear(read.transpose(1, 2)).transpose(1, 2), layout.last(known, window - 1)
+        """Return what attention to a window and the persistent keys reads (B, H, L, D), and the keys of next steps."""
+        return window_attention(rows, window, layout, past, self.rotary, self.persistent)
 
 
 class _Gated(_Combined):

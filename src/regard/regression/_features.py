@@ -96,7 +96,8 @@ class ColumnEncoder:
             was = "dates" if place in self.dates else "time spans" if place in self.spans else "numbers"
             got = "text" if time is None and _is_categorical(column) else "numbers"
             got = got if time is None else "dates" if time.dtype.kind == "M" else "time spans"
-            if was == got == "dates" and self.dates[place] != _has_zone(column):
+            dated = time is not None and was == got == "dates" and not np.isnat(time).all()
+            if dated and self.dates[place] != _has_zone(column):
                 both = ["dates with a time zone", "dates without a time zone"]
                 was, got = both if self.dates[place] else reversed(both)
             if was != got:

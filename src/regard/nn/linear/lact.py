@@ -215,7 +215,8 @@ class LaCT(TrainedMemory):
     --------
     >>> import torch
     >>> from regard.nn import LaCT, LinearCache
-    >>> layer, x, cache = LaCT(16, 2, chunk_size=4, window=4).eval(), torch.randn(3, 9, 16), LinearCache()
+    >>> layer, cache = LaCT(16, 2, chunk_size=4, window=4, dtype=torch.float64).eval(), LinearCache()
+    >>> x = torch.randn(3, 9, 16, dtype=torch.float64)
     >>> with torch.no_grad():
     ...     steps = [layer(t, cache=cache) for t in x.split(1, 1)]
     >>> torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-5)

@@ -18,7 +18,7 @@ import regard
 from regard import AuxRequest, engines, masks, scores
 from regard._call.plan import clear_plans, is_torch_call
 from regard.engines import Engine, EngineOutput, cost_model
-from regard.engines.problem import Call
+from regard.engines.problem import Call, Problem
 from regard.engines.sdpa import SMALL
 from regard.normalizers.base import TABLE as NORMALIZERS
 
@@ -133,6 +133,14 @@ def test_only_amd_processors_with_avx_512_are_known_to_multiply_slowly(monkeypat
         assert cost_model.multiplies_slowly(Q) is slow
         assert not cost_model.multiplies_slowly(Q.bfloat16())
     assert not cost_model.multiplies_slowly(Q.to("meta"))
+
+
+def test_estimates_count_what_masks_without_tensors_hide() -> None:
+    padding, causal = masks.padding(torch.tensor([100])), masks.causal()
+    for mask, share in ((None, 1.0), (padding, 1.0), (causal, 129 / 256), (padding & causal, 129 / 256)):
+        assert Problem.of(Call(Q, Q, Q, mask)).fixed_share == pytest.approx(share)
+    window = Problem.of(Call(Q, Q, Q, causal & masks.window(9, 0) & masks.alibi(8)))
+    assert window.fixed_share == pytest.approx((45 + 119 * 10) / 128**2)
 
 
 def test_a_gradient_that_nobody_wants_is_no_reason() -> None:
